@@ -84,6 +84,7 @@ class WaitingContest(TunedContest):
         tuning_share: Length of a run that tries settings, as a share of a result's length.
         rival_share: Length of all but the baseline's runs, as a share of the baseline's.
         tuning_width: Width of the GPT in trials; None for that of the results.
+        held_out: Share of the training samples on which trials are measured.
         arguments: Other arguments of the environment's recipe.
     """
 
@@ -93,14 +94,11 @@ class WaitingContest(TunedContest):
     tuning_share: float
     rival_share: float = 1.0
     tuning_width: int | None = None
+    held_out: float = HELD_OUT
     arguments: Mapping[str, Any] = field(default_factory=dict)
 
     tuned: ClassVar[tuple[str, ...]] = ("lr", "value")
     is_sequential: ClassVar[bool] = True
-
-    @property
-    def held_out(self) -> float:
-        return HELD_OUT
 
     def system(self, run: str) -> System:
         """The system whose setting a run tunes."""
@@ -216,6 +214,7 @@ def waiting(
     tuning_share: float = 0.5,
     rival_share: float = 1.0,
     tuning_width: int | None = None,
+    held_out: float = HELD_OUT,
     target: float | None = None,
     drift: float = 1.0,
     loads: bool = False,
@@ -242,6 +241,8 @@ def waiting(
             their runs need not be computed.
         tuning_width: Width of the GPT in trials, a multiple of 4; by default that of the
             results. Settings that a small model finds are then those of a larger one.
+        held_out: Share of the training samples on which trials are measured, in (0, 1). Of the
+            books, 0.01 are as many samples as results are measured on.
         target: Target of the metric; by default the best value of the baseline's trials.
         drift: Largest slowdown of machines whose speeds drift, hidden from their monitors; 1
             for none.
@@ -258,6 +259,7 @@ def waiting(
         changed["momentum"] = momentum
     check_range("num_trials", num_trials, "at least 1")
     check_range("tuning_share", tuning_share, "in (0, 1]")
+    check_range("held_out", held_out, "in (0, 1)")
     cheaper = _cheaper(rival_share, tuning_width)
     for given, known in ((environments, TASKS), (tasks, get_args(TaskName))):
         if unknown := [each for each in given if each not in known]:
@@ -274,6 +276,7 @@ def waiting(
             names=names,
             num_trials=num_trials,
             tuning_share=tuning_share,
+            held_out=held_out,
             **cheaper,
             arguments={**(SHORT if settings.short else {}), **changed},
             seeds=settings.seeds,
@@ -299,7 +302,7 @@ def waiting(
         rate_step=RATE_STEP,
         num_trials=num_trials,
         tuning_share=tuning_share,
-        held_out=HELD_OUT,
+        held_out=held_out,
         target=target,
         **cheaper,
         **changed,
