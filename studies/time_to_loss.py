@@ -421,7 +421,7 @@ def nonstationary(settings: StudySettings = DEFAULTS) -> Study:
             _machines(problem, settings, "steady"),
             _throttled(problem, _machines(problem, settings, "a third slows down")),
         ],
-        ["bsp", "ssp", "fixed-adacomm", "fixed-adacomm, batches tuned", "adsp-plus", "adsp"],
+        [*UNEVEN, "fixed-adacomm, batches tuned", "asp"],
         choose=_best_choices,
     )
 
