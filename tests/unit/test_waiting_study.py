@@ -14,13 +14,13 @@ from studies.waiting import TASKS, WaitingContest, waiting
 from tests.tiers import thorough
 
 import edgegossip as eg
-from edgegossip.contract.errors import UsageError
+from edgegossip.contract.errors import TrainingError, UsageError
 from edgegossip.recipes.problems import Problem
 from edgegossip.recipes.registry import RECIPES
 from edgegossip.recipes.systems import BASELINE, SYSTEMS
 from edgegossip.report.study_page import write_study_report
 from edgegossip.runs.exhibits import Exhibits, Table
-from edgegossip.runs.study import Row, run_study
+from edgegossip.runs.study import Row, Session, run_study
 from edgegossip.runs.tuning import TUNING_SEED
 
 CONTEST = WaitingContest(
@@ -81,6 +81,26 @@ def test_rivals_may_end_before_the_baseline_and_trials_have_a_smaller_model(
     assert length[BASELINE, True] == pytest.approx(0.25 * length[BASELINE, False], rel=0.01)
     assert "rival_share" not in waiting(StudySettings()).settings
     assert waiting(StudySettings(), rival_share=0.3).settings["rival_share"] == 0.3
+
+
+def test_trials_are_measured_on_the_share_that_was_given() -> None:
+    study = waiting(StudySettings(), held_out=0.01)
+    assert study.settings["held_out"] == 0.01
+    shares = list[float]()
+
+    class Looking(Session):
+        def run(self, experiment: eg.Experiment) -> eg.Results:
+            data = experiment.task.dataset
+            shares.append(len(data.test) / (len(data.train) + len(data.test)))
+            raise TrainingError("enough was seen")
+
+    attempt = Attempt("alone", {"lr": 0.1, "value": 2}, seed=3, is_tuning=True)
+    for held_out in (0.1, 0.01):
+        contest = replace(CONTEST, task="digits", held_out=held_out)
+        contest.work(Path(), attempt, Looking.__new__(Looking))
+    assert shares == pytest.approx([0.1, 0.01], rel=0.01)
+    with pytest.raises(ValueError, match=r"held_out must be in \(0, 1\)"):
+        waiting(StudySettings(), held_out=1.0)
 
 
 def test_a_study_with_momentum_does_not_go_on_from_one_without() -> None:
