@@ -83,7 +83,6 @@ class WaitingContest(TunedContest):
         num_trials: Trials of each system.
         tuning_share: Length of a run that tries settings, as a share of a result's length.
         rival_share: Length of all but the baseline's runs, as a share of the baseline's.
-        tuning_width: Width of the GPT in trials; None for that of the results.
         held_out: Share of the training samples on which trials are measured.
         arguments: Other arguments of the environment's recipe.
     """
@@ -93,7 +92,6 @@ class WaitingContest(TunedContest):
     num_trials: int
     tuning_share: float
     rival_share: float = 1.0
-    tuning_width: int | None = None
     held_out: float = HELD_OUT
     arguments: Mapping[str, Any] = field(default_factory=dict)
 
@@ -136,8 +134,6 @@ class WaitingContest(TunedContest):
             "seed": attempt.seed,
             "data_dir": data_dir,
         }
-        if attempt.is_tuning and self.tuning_width is not None:
-            given["width"] = self.tuning_width
         made = RecipeCall(f"environments/{self.group}", given).make()
         assert isinstance(made, eg.Comparison)
         return made
@@ -213,7 +209,7 @@ def waiting(
     num_trials: int = NUM_TRIALS,
     tuning_share: float = 0.5,
     rival_share: float = 1.0,
-    tuning_width: int | None = None,
+    width: int | None = None,
     held_out: float = HELD_OUT,
     target: float | None = None,
     drift: float = 1.0,
@@ -239,8 +235,8 @@ def waiting(
         rival_share: Length of the results of all but the baseline, as a share of the
             baseline's, in (0, 1]: where they come to its best value much sooner, the rest of
             their runs need not be computed.
-        tuning_width: Width of the GPT in trials, a multiple of 4; by default that of the
-            results. Settings that a small model finds are then those of a larger one.
+        width: Width of the GPT, a multiple of 4; by default 128, with a million parameters. 64
+            has 0.3 million.
         held_out: Share of the training samples on which trials are measured, in (0, 1). Of the
             books, 0.01 are as many samples as results are measured on.
         target: Target of the metric; by default the best value of the baseline's trials.
@@ -260,7 +256,11 @@ def waiting(
     check_range("num_trials", num_trials, "at least 1")
     check_range("tuning_share", tuning_share, "in (0, 1]")
     check_range("held_out", held_out, "in (0, 1)")
-    cheaper = _cheaper(rival_share, tuning_width)
+    check_range("rival_share", rival_share, "in (0, 1]")
+    check_range("width", width, "at least 1 or None")
+    if width is not None:
+        changed["width"] = width
+    varied = {**changed, "rival_share": rival_share} if rival_share < 1 else changed
     for given, known in ((environments, TASKS), (tasks, get_args(TaskName))):
         if unknown := [each for each in given if each not in known]:
             raise UsageError(unknown_name("environment or task", unknown[0], known))
@@ -277,7 +277,7 @@ def waiting(
             num_trials=num_trials,
             tuning_share=tuning_share,
             held_out=held_out,
-            **cheaper,
+            rival_share=rival_share,
             arguments={**(SHORT if settings.short else {}), **changed},
             seeds=settings.seeds,
         )
@@ -304,8 +304,7 @@ def waiting(
         tuning_share=tuning_share,
         held_out=held_out,
         target=target,
-        **cheaper,
-        **changed,
+        **varied,
     )  # without the systems, so that `--resume` can add new ones
 
 
@@ -313,14 +312,6 @@ def speeds_that_change(drift: float, *, loads: bool) -> dict[str, Any]:
     """Arguments of an environment, and settings of a study; none if speeds are constant."""
     check_range("drift", drift, "at least 1 and finite")
     return {"drift": drift, "loads": loads} if drift > 1 or loads else {}
-
-
-def _cheaper(rival_share: float, tuning_width: int | None) -> dict[str, Any]:
-    """Arguments of a contest, and settings of a study; none if nothing is left out."""
-    check_range("rival_share", rival_share, "in (0, 1]")
-    check_range("tuning_width", tuning_width, "at least 1 or None")
-    given = {"rival_share": rival_share, "tuning_width": tuning_width}
-    return {name: value for name, value in given.items() if value not in (1.0, None)}
 
 
 NOTE = (

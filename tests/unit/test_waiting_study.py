@@ -60,27 +60,33 @@ def test_a_trial_is_shorter_and_its_settings_reach_the_recipe() -> None:
     assert len(result.faults.script) == len(trial.faults.script) > 0
 
 
-def test_rivals_may_end_before_the_baseline_and_trials_have_a_smaller_model(
+def test_rivals_may_end_before_the_baseline(
     tmp_path: Path,
 ) -> None:
     (tmp_path / "books").mkdir()
     (tmp_path / "books" / "someone.txt").write_text("And so on. " * 900)
-    contest = replace(CONTEST, task="gpt-books", rival_share=0.3, tuning_width=8)
+    contest = replace(CONTEST, task="gpt-books", rival_share=0.3)
     length: dict[tuple[str, bool], float] = {}
-    width: dict[bool, Any] = {}
     for run in (BASELINE, "alone"):
         for is_tuning in (False, True):
             attempt = Attempt(run, {"lr": 0.001, "value": 2}, seed=3, is_tuning=is_tuning)
             made = contest.comparison(tmp_path, attempt).experiments[run]
             length[run, is_tuning] = made.max_seconds or 0.0
-            model: Any = made.task.model
-            width[is_tuning] = model().tokens.embedding_dim
-    assert width == {False: 128, True: 8}
     assert length["alone", False] == pytest.approx(0.3 * length[BASELINE, False], rel=0.01)
     assert length["alone", True] == pytest.approx(0.3 * length[BASELINE, True], rel=0.01)
     assert length[BASELINE, True] == pytest.approx(0.25 * length[BASELINE, False], rel=0.01)
     assert "rival_share" not in waiting(StudySettings()).settings
     assert waiting(StudySettings(), rival_share=0.3).settings["rival_share"] == 0.3
+
+
+def test_the_gpt_is_as_wide_as_was_asked_for(tmp_path: Path) -> None:
+    (tmp_path / "books").mkdir()
+    (tmp_path / "books" / "someone.txt").write_text("And so on. " * 900)
+    assert waiting(StudySettings(), width=64).settings["width"] == 64
+    contest = replace(CONTEST, task="gpt-books", arguments={"num_workers": 3, "width": 8})
+    attempt = Attempt("alone", {"lr": 0.001, "value": 2}, seed=3, is_tuning=False)
+    model: Any = contest.comparison(tmp_path, attempt).experiments["alone"].task.model
+    assert model().tokens.embedding_dim == 8
 
 
 def test_trials_are_measured_on_the_share_that_was_given() -> None:
