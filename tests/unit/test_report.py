@@ -210,6 +210,8 @@ def test_runs_that_arrive_at_the_same_look_are_both_first(
     assert len(summary["runs"]) == 2
     assert f"{names} reached 90 % accuracy first, after 2.5 s" in text
     assert "followed by" not in text
+    label = highlights(read_folder(tied))[0][1]
+    assert " ".join(label.split()) == f"{names} to 90 % accuracy"
 
 
 def balanced_run(num_rounds: int = 4) -> list[Event]:

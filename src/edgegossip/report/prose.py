@@ -80,12 +80,11 @@ def _time_tile(folder: ReportData) -> Tile | None:
     reached = _times_to_target(folder)
     if not reached or folder.target is None:
         return None
-    first = next(iter(reached))
-    who = f"{first} to" if folder.is_comparison else "to"
+    who = f"{listing(_soonest(reached))} to" if folder.is_comparison else "to"
     label = f"{who} {named_value(folder.target, folder.metric)}"
     if factor := _head_start(folder):
         label += f"; {folder.baseline} took {times(factor)} as long"
-    return seconds(reached[first]), label
+    return seconds(min(reached.values())), label
 
 
 def _end_tile(folder: ReportData) -> Tile | None:
@@ -192,11 +191,8 @@ def _race(folder: ReportData) -> str:
     if not reached:
         goal = metric_value(folder.target, folder.metric)
         return f"No run reached the target of {goal}. {_best_run(folder)}"
-    soonest = min(reached.values())
-    # Runs that are looked at together often arrive at the same look.
-    first = [name for name, time in reached.items() if time == soonest]
-    goal = named_value(folder.target, folder.metric)
-    text = f"{listing(first)} reached {goal} first, after {seconds(soonest)}"
+    first, goal = _soonest(reached), named_value(folder.target, folder.metric)
+    text = f"{listing(first)} reached {goal} first, after {seconds(reached[first[0]])}"
     if factor := _head_start(folder):
         text += f"; the baseline {folder.baseline} took {times(factor)} as long"
     sentences = [f"{text}."]
@@ -218,6 +214,11 @@ def _times_to_target(folder: ReportData) -> dict[str, float]:
     known = {run.name: run.summary.time_to_target for run in folder.runs}
     reached = [(name, time) for name, time in known.items() if time is not None]
     return dict(sorted(reached, key=lambda item: item[1]))
+
+
+def _soonest(reached: dict[str, float]) -> list[str]:
+    """The runs that arrived first; those that are looked at together often tie."""
+    return [name for name, time in reached.items() if time == min(reached.values())]
 
 
 def _head_start(folder: ReportData) -> float | None:
