@@ -30,7 +30,7 @@ from edgegossip.contract.errors import TrainingError, UsageError, unknown_name
 from edgegossip.contract.protocol import Seconds
 from edgegossip.contract.ranges import check_range
 from edgegossip.recipes.call import RecipeCall
-from edgegossip.recipes.environment_tasks import PRESETS, TaskName
+from edgegossip.recipes.environment_tasks import PRESETS, TaskName, TaskSettings
 from edgegossip.recipes.problems import Problem
 from edgegossip.recipes.systems import BASELINE, PROBABILITY, SYSTEMS, System
 from edgegossip.runs.describe import describe
@@ -236,28 +236,27 @@ def waiting(
             baseline's, in (0, 1]: where they come to its best value much sooner, the rest of
             their runs need not be computed.
         width: Width of the GPT, a multiple of 4; by default 128, with a million parameters. 64
-            has 0.3 million.
+            has 0.3 million. Tasks without a GPT need None.
         held_out: Share of the training samples on which trials are measured, in (0, 1). Of the
             books, 0.01 are as many samples as results are measured on.
         target: Target of the metric; by default the best value of the baseline's trials.
         drift: Largest slowdown of machines whose speeds drift, hidden from their monitors; 1
             for none.
         loads: Whether jobs like WordCount and Sort run on the machines during training.
-        momentum: Momentum of the workers' own steps, in [0, 1), beside any outer momentum.
+        momentum: Momentum of the workers' own steps, in [0, 1), beside any outer momentum; a
+            GPT needs 0.
 
     Raises:
         UsageError: If an environment or a task is unknown.
-        ValueError: If a number is out of range.
+        ValueError: If a number is out of range, or a task has no such setting.
     """
     changed = speeds_that_change(drift, loads=loads)
-    check_range("momentum", momentum, "in [0, 1)")
     if momentum:
         changed["momentum"] = momentum
     check_range("num_trials", num_trials, "at least 1")
     check_range("tuning_share", tuning_share, "in (0, 1]")
     check_range("held_out", held_out, "in (0, 1)")
     check_range("rival_share", rival_share, "in (0, 1]")
-    check_range("width", width, "at least 1 or None")
     if width is not None:
         changed["width"] = width
     varied = {**changed, "rival_share": rival_share} if rival_share < 1 else changed
@@ -284,6 +283,8 @@ def waiting(
         for environment in environments
         for task in tasks or TASKS[environment]
     ]
+    for each in contests:
+        TaskSettings(task=each.task, momentum=momentum, width=width)  # raises what does not fit
     return contest_study(
         "environments/waiting",
         "Who is soonest where machines are uneven, links are slow and workers fail?",

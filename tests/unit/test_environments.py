@@ -257,6 +257,7 @@ def test_authors_in_turn_fill_equal_shards() -> None:
         ({"task": "imagenet"}, "'imagenet'"),
         ({"momentum": 1.0}, r"momentum must be in \[0, 1\)"),
         ({"momentum": 0.9, "task": "gpt-books"}, "momentum must be 0 for gpt-books"),
+        ({"num_layers": 2, "task": "har"}, "num_layers must be None for har, which has no GPT"),
         ({"validation_share": 0.0}, r"validation_share must be in \(0, 1\)"),
     ],
 )

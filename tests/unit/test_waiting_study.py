@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -82,7 +83,12 @@ def test_rivals_may_end_before_the_baseline(
 def test_the_gpt_is_as_wide_as_was_asked_for(tmp_path: Path) -> None:
     (tmp_path / "books").mkdir()
     (tmp_path / "books" / "someone.txt").write_text("And so on. " * 900)
-    assert waiting(StudySettings(), width=64).settings["width"] == 64
+    study = partial(waiting, StudySettings())
+    assert study(environments=("halos",), width=64).settings["width"] == 64
+    with pytest.raises(ValueError, match="width must be None for mnist, which has no GPT"):
+        study(environments=("halos", "churn"), width=64)
+    with pytest.raises(ValueError, match="momentum must be 0 for gpt-books"):
+        study(environments=("halos",), momentum=0.9)
     contest = replace(CONTEST, task="gpt-books", arguments={"num_workers": 3, "width": 8})
     attempt = Attempt("alone", {"lr": 0.001, "value": 2}, seed=3, is_tuning=False)
     model: Any = contest.comparison(tmp_path, attempt).experiments["alone"].task.model
@@ -110,10 +116,11 @@ def test_trials_are_measured_on_the_share_that_was_given() -> None:
 
 
 def test_a_study_with_momentum_does_not_go_on_from_one_without() -> None:
-    assert "momentum" not in waiting(StudySettings()).settings
-    assert waiting(StudySettings(), momentum=0.9).settings["momentum"] == 0.9
+    study = partial(waiting, StudySettings(), environments=("churn",))
+    assert "momentum" not in study().settings
+    assert study(momentum=0.9).settings["momentum"] == 0.9
     with pytest.raises(ValueError, match=r"momentum must be in \[0, 1\)"):
-        waiting(StudySettings(), momentum=1.0)
+        study(momentum=1.0)
 
 
 def searched(run: str, best: tuple[float, float], number: int = 12) -> list[Row]:

@@ -45,8 +45,8 @@ class TaskSettings:
         batch_size: Samples per step and worker.
         lr: Learning rate, of AdamW for books and of SGD otherwise.
         momentum: Momentum of SGD in the workers' own steps, in [0, 1); books need 0.
-        width: Size of an embedding of the GPT.
-        num_layers: Blocks of the GPT.
+        width: Size of an embedding of the GPT, by default 128; other tasks need None.
+        num_layers: Blocks of the GPT, by default 5; other tasks need None.
         validation_share: Share of the training samples to hold out for the search of ADSP.
         seed: Seeds the random choices.
         torch_device: Device of the models: auto, cpu, cuda, cuda:1 or mps. "auto" takes
@@ -60,17 +60,17 @@ class TaskSettings:
     batch_size: int | None = None
     lr: float | None = None
     momentum: float = 0.0
-    width: int = 128
-    num_layers: int = 5
+    width: int | None = None
+    num_layers: int | None = None
     validation_share: float = 0.03
     seed: int = 0
     torch_device: str = "cpu"
 
     def __post_init__(self) -> None:
         check_choices(self, task=get_args(TaskName))
-        check_ranges(self, validation_share="in (0, 1)", width="at least 1")
-        check_ranges(self, momentum="in [0, 1)")
-        check_ranges(self, num_layers="at least 1", throughput="above 0 and finite, or None")
+        check_ranges(self, validation_share="in (0, 1)", momentum="in [0, 1)")
+        check_ranges(self, width="at least 1 or None", num_layers="at least 1 or None")
+        check_ranges(self, throughput="above 0 and finite, or None")
         check_ranges(self, num_train="at least 1 or None", num_test="at least 1 or None")
         check_ranges(self, batch_size="at least 1 or None", lr="above 0 and finite, or None")
         if self.momentum and PRESETS[self.task].problem is None:
@@ -78,6 +78,13 @@ class TaskSettings:
                 f"momentum must be 0 for {self.task}, which AdamW learns, got {self.momentum}; "
                 "leave it out, or choose another task"
             )
+        if PRESETS[self.task].problem is not None:
+            for name in ("width", "num_layers"):
+                if (value := getattr(self, name)) is not None:
+                    raise ValueError(
+                        f"{name} must be None for {self.task}, which has no GPT, got {value}; "
+                        "leave it out, or choose gpt-books"
+                    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -203,12 +210,13 @@ def _of_problem(own: Preset, problem: Problem, settings: TaskSettings, data_dir:
 
 
 def _of_books(own: Preset, settings: TaskSettings, data_dir: Path) -> Task:
+    width = settings.width or LanguageSettings.width
     language = LanguageSettings(
         batch_size=own.batch_size,
         lr=own.lr,
-        width=settings.width,
-        num_layers=settings.num_layers,
-        num_heads=min(4, settings.width),
+        width=width,
+        num_layers=settings.num_layers or LanguageSettings.num_layers,
+        num_heads=min(4, width),
         num_test=own.num_test or LanguageSettings.num_test,
         torch_device=settings.torch_device,
     )
