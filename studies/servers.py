@@ -79,6 +79,9 @@ def methods(loss: float) -> Contenders:
         "fixed-adacomm, batches tuned": method(
             algorithm=_around(eg.BatchTune, eg.FixedADACOMM), option=tau
         ),
+        "fixed-adacomm, batches tuned at once": method(
+            algorithm=_around(partial(eg.BatchTune, smoothing=0.0), eg.FixedADACOMM), option=tau
+        ),
         "fixed-adacomm, shares balanced": method(
             algorithm=_around(eg.EdgeGossip, eg.FixedADACOMM), option=tau
         ),

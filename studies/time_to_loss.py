@@ -181,6 +181,8 @@ BETTER: Mapping[str, Mapping[str, Tried]] = {
         "bsp": {"lr": 0.26, "value": None},
         "fixed-adacomm": {"lr": 0.45, "value": 5},
         "fixed-adacomm, batches tuned": {"lr": 0.45, "value": 3},
+        "fixed-adacomm, batches tuned at once": {"lr": 0.45, "value": 3},
+        "fixed-adacomm, shares balanced": {"lr": 0.45, "value": 3},
     },
 }
 """What `adsp/time-to-loss` and `adsp/periods` found to be better than `CHOSEN`."""
