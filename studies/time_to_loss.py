@@ -227,7 +227,7 @@ def _searches(
 def time_to_loss(settings: StudySettings = DEFAULTS) -> Study:
     """All methods, each tuned, 18 workers: virtual time to a given loss on test data.
 
-    Eleven parameter-server methods at H = 2, and five at H = 3.2, on HAR and CIFAR-10, after
+    Twelve parameter-server methods at H = 2, and five at H = 3.2, on HAR and CIFAR-10, after
     the searches of `adsp/tuning`. Duration: 90 minutes for `har-cnn` on one core, three hours
     for `cifar10-lenet5`, and a day for `cifar10-lrn-cnn`.
 
